@@ -136,7 +136,7 @@ def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
             value = graph.values[schedule.buffers[instruction.source].value]
             way = " -> ".join(",".join(placement) for placement in instruction.path)
             key = value.name, way
-            alone = session.instruction_costs.reshard_quanta(value.index, instruction.path)
+            alone = session.instruction_costs.reshard_quanta(value.index, instruction.path, instruction.in_place)
             cost[key] += shares.get(at, alone)
             count[key] += 1
     total = sum(cost.values())

@@ -115,10 +115,10 @@ class Grouping:
     def _single(self, transfer: Transfer) -> Bucket:
         reshard = self._schedule.instructions[transfer.reshard]
         assert isinstance(reshard, Reshard)
-        steps = single_steps(self._schedule, reshard, len(self.buffers))
+        steps = single_steps(reshard, len(self.buffers), transfer.owns_source)
         value = self.buffers[reshard.source].value
         self.buffers += [Buffer(value, step.path[1]) for step in steps[:-1]]
-        priced = (TransferStep((step,), self._costs.reshard_quanta(value, step.path)) for step in steps)
+        priced = (TransferStep((step,), self._costs.reshard_quanta(value, step.path, step.in_place)) for step in steps)
         return Bucket((transfer,), tuple(priced))
 
     def _kind(self, single: Bucket) -> Hashable:
@@ -160,7 +160,7 @@ class Grouping:
         steps = []
         for alike in zip(*(single.steps for single in singles), strict=True):
             (first, *more) = (part for step in alike for part in step.parts)
-            parts = (first, *(replace(part, joined=True) for part in more))
+            parts = (replace(first, in_place=False), *(replace(part, joined=True, in_place=False) for part in more))
             costs = self._costs.bucket_quanta([(self.buffers[part.source].value, part.path) for part in parts])
             steps.append(TransferStep(parts, sum(costs.links), costs.packed, costs.unpacked))
         return Bucket(tuple(transfer for single in singles for transfer in single.transfers), tuple(steps))

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.replay.structure import communicating_steps
-from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update, creates, reads
+from planner.replay.memory import LocalBytes
+from planner.replay.structure import communicating_steps, is_all_reduce
+from planner.schedule.instructions import Compute, Reshard, Schedule, Update, creates, reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Transfer:
         Whether its source is an input of the step, else it is the reduction of a gradient.
     needed
         Position of the first instruction that reads the result.
+    owns_source
+        Whether its source is a whole storage that nothing else reads, so that it may be reduced in place.
     """
 
     reshard: int
@@ -38,6 +41,7 @@ class Transfer:
     behind: tuple[int, ...]
     is_gather: bool
     needed: int
+    owns_source: bool = False
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -47,7 +51,7 @@ class Transfer:
 
 def transfers(graph: OperatorGraph, schedule: Schedule) -> tuple[Transfer, ...]:
     """Transfers of a schedule in their order; each communicates."""
-    uses = _Uses(graph, schedule.instructions)
+    uses = _Uses(graph, schedule)
     found = (
         uses.transfer(at, set(schedule.inputs))
         for at, entry in enumerate(schedule.instructions)
@@ -59,8 +63,10 @@ def transfers(graph: OperatorGraph, schedule: Schedule) -> tuple[Transfer, ...]:
 class _Uses:
     """Creators and readers of buffers."""
 
-    def __init__(self, graph: OperatorGraph, instructions: tuple[Instruction, ...]) -> None:
-        self._graph, self._instructions = graph, instructions
+    def __init__(self, graph: OperatorGraph, schedule: Schedule) -> None:
+        instructions = schedule.instructions
+        self._graph, self._instructions, self._buffers = graph, instructions, schedule.buffers
+        self._results, self._local_bytes = set(schedule.results), LocalBytes(graph, schedule.mesh)
         self._made: dict[int, int] = {}
         self._readers: Mapping[int, list[int]] = defaultdict(list)
         for at, entry in enumerate(instructions):
@@ -87,22 +93,42 @@ class _Uses:
         is_reduction = len(readers) == 1 and isinstance(self._instructions[readers[0]], Update)
         if root not in inputs and not is_reduction:
             return None
-        return Transfer(at, tuple(before), tuple(behind), root in inputs and not is_reduction, min(readers))
+        is_gather = root in inputs and not is_reduction
+        return Transfer(at, tuple(before), tuple(behind), is_gather, min(readers), self._is_owned(root, reshard.source))
+
+    def _is_owned(self, root: int, source: int) -> bool:
+        """Whether views lead from all of a storage, which an operator made and nothing else reads, to a source."""
+        made = self._made.get(root)
+        if made is None or len(self._readers[root]) != 1 or root in self._results:
+            return False
+        entry = self._instructions[made]
+        owns = isinstance(entry, Compute) and not self._graph.operators[entry.operator].is_view
+        return owns and self._nbytes(root) == self._nbytes(source)
+
+    def _nbytes(self, buffer: int) -> int:
+        entry = self._buffers[buffer]
+        return self._local_bytes(entry.value, entry.placement)
 
     def _is_view(self, at: int) -> bool:
         entry = self._instructions[at]
         return isinstance(entry, Compute) and self._graph.operators[entry.operator].is_view and len(creates(entry)) == 1
 
 
-def single_steps(schedule: Schedule, reshard: Reshard, first_new: int) -> tuple[Reshard, ...]:
+def single_steps(reshard: Reshard, first_new: int, owns_source: bool) -> tuple[Reshard, ...]:
     """A resharding as one per step of its path; buffers between steps are numbered from ``first_new``.
 
-    Those of steps that communicate are overlapped.
+    Those of steps that communicate are overlapped, and those that reduce what nothing else reads are in place.
     """
     steps = list(pairwise(reshard.path))
     between = [first_new + k for k in range(len(steps) - 1)]
     ends = pairwise([reshard.source, *between, reshard.target])
     return tuple(
-        Reshard(source, target, (old, new), overlapped=communicating_steps((old, new)) == 1)
-        for (source, target), (old, new) in zip(ends, steps, strict=True)
+        Reshard(
+            source,
+            target,
+            (old, new),
+            overlapped=communicating_steps((old, new)) == 1,
+            in_place=(owns_source or at > 0) and is_all_reduce((old, new)),
+        )
+        for at, ((source, target), (old, new)) in enumerate(zip(ends, steps, strict=True))
     )

@@ -224,11 +224,11 @@ class ComputeStep(Part):
 class ReshardStep(Part):
     """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements.
 
-    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`, and ``join`` a part of
-    that of the instruction before it.
+    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`, ``start in place`` one
+    whose result takes the storage of its source, and ``join`` a part of that of the instruction before it.
     """
 
-    op: Literal["reshard", "start", "join"]
+    op: Literal["reshard", "start", "start in place", "join"]
     source: NonNegativeInt
     target: NonNegativeInt
     path: tuple[NonNegativeInt, ...]

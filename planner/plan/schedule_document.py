@@ -75,9 +75,11 @@ def encode_schedule(graph: OperatorGraph, schedule: Schedule) -> EncodedSchedule
             case Compute(operator, inputs, outputs, recompute):
                 op: Literal["compute", "recompute"] = "recompute" if recompute else "compute"
                 return ComputeStep(op=op, operator=operators.position(operator), inputs=inputs, outputs=outputs)
-            case Reshard(source, target, path, overlapped, joined):
+            case Reshard(source, target, path, overlapped, joined, in_place):
                 positions = tuple(map(placements.position, path))
-                begin: Literal["join", "start", "reshard"] = "join" if joined else "start" if overlapped else "reshard"
+                start: Literal["start in place", "start"] = "start in place" if in_place else "start"
+                begin: Literal["join", "start in place", "start", "reshard"]
+                begin = "join" if joined else start if overlapped else "reshard"
                 return ReshardStep(op=begin, source=source, target=target, path=positions)
             case Wait(buffer):
                 return WaitStep(op="wait", buffer=buffer)
@@ -128,7 +130,8 @@ def decode_schedule(decision: Decision, graph: OperatorGraph) -> Schedule:
                 return Compute(index, step.inputs, step.outputs, step.op == "recompute")
             case ReshardStep():
                 path = tuple(map(placement, step.path))
-                return Reshard(step.source, step.target, path, step.op != "reshard", step.op == "join")
+                ways = step.op != "reshard", step.op == "join", step.op == "start in place"
+                return Reshard(step.source, step.target, path, *ways)
             case WaitStep():
                 return Wait(step.buffer)
             case UpdateStep():

@@ -69,7 +69,7 @@ class StepCosts(Protocol):
     ) -> int:
         """Cost of one execution of an operator under these placements."""
 
-    def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
+    def reshard_quanta(self, value: int, path: tuple[Placement, ...], in_place: bool) -> int:
         """Cost of a resharding path of a value."""
 
     def bucket_quanta(self, parts: Sequence[tuple[int, tuple[Placement, ...]]]) -> BucketCosts:
@@ -133,8 +133,8 @@ def instruction_quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCost
     match instruction:
         case Compute(operator) if not graph.operators[operator].is_view:
             return costs.compute_quanta(operator, *strategy_of(schedule, instruction))
-        case Reshard(source, _, path):
-            return costs.reshard_quanta(schedule.buffers[source].value, path)
+        case Reshard(source, _, path, in_place=in_place):
+            return costs.reshard_quanta(schedule.buffers[source].value, path, in_place)
         case Update(parameter):
             buffer = schedule.buffers[parameter]
             return costs.update_quanta(buffer.value, buffer.placement)

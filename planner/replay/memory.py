@@ -1,7 +1,7 @@
 """Memory over time of a replayed schedule, from the lifetimes of its buffers.
 
-A buffer of a non-view instruction owns a storage; views alias the storage of their source, and a storage lives as
-long as any buffer that aliases it. All shards are even, so every device holds the same bytes.
+A buffer of a non-view instruction owns a storage; views and reductions in place alias the storage of their source, and
+a storage lives as long as any buffer that aliases it. All shards are even, so every device holds the same bytes.
 """
 
 from __future__ import annotations

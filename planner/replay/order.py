@@ -73,6 +73,7 @@ class OrderedReplay:
         self._latest = -1
         self._updates: dict[int, int] = {}
         self._updated_storages: dict[int, int] = {}
+        self._reduced_storages: dict[int, int] = {}
         self._parameters = {
             buffer: value
             for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
@@ -163,11 +164,35 @@ class OrderedReplay:
     def _reshard(self, at: int, instruction: Reshard) -> None:
         source, target, path = instruction.source, instruction.target, instruction.path
         self._read(at, instruction, source)
-        self._create(target, target, at)
+        self._create(target, self._reduced(at, instruction) if instruction.in_place else target, at)
         if instruction.overlapped and len(path) == 2:
             (before, after), shapes, _ = self._local_bytes.along(self._schedule.buffers[source].value, path)
             copied = at in self._bucketed or sends_copy(before, after, shapes[0])
             self._in_flight[target] = None if copied else source
+
+    def _reduced(self, at: int, instruction: Reshard) -> int:
+        """The storage that a reduction in place changes; reports where it may not."""
+        source = instruction.source
+        root, buffers = self._root[source], self._schedule.buffers
+        if root < 0:
+            return instruction.target
+        sizes = {self._local_bytes(buffers[each].value, buffers[each].placement) for each in (source, root)}
+        if root in self._schedule.inputs:
+            problem = "an input of the step"
+        elif self._on_host[root]:
+            problem = "in host memory"
+        elif len(sizes) > 1:
+            problem = "only a part of its storage"
+        elif root in {self._root[copied] for _, copied in self._offloads}:
+            problem = "copied to host memory"
+        elif root in {self._root[sent] for sent in self._sent()}:
+            problem = "read by an overlapped resharding"
+        else:
+            self._reduced_storages[root] = at
+            return root
+        message = f"{self._names.buffer(source)} is reduced in place, but is {problem}"
+        self._report(ViolationKind.IN_PLACE, at, message)
+        return root
 
     def _wait(self, at: int, buffer: int) -> None:
         if buffer in self._in_flight:
@@ -196,6 +221,12 @@ class OrderedReplay:
                 f"changed by instruction {self._updated_storages[self._root[buffer]]}"
             )
             self._report(ViolationKind.READ_AFTER_UPDATE, at, message)
+        elif self._created[buffer] < self._reduced_storages.get(self._root[buffer], -1):
+            message = (
+                f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, "
+                f"reduced in place by instruction {self._reduced_storages[self._root[buffer]]}"
+            )
+            self._report(ViolationKind.IN_PLACE, at, message)
         elif buffer in self._in_flight:
             message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)} before its wait"
             self._report(ViolationKind.IN_FLIGHT, at, message)
@@ -302,6 +333,9 @@ class OrderedReplay:
             if self._root[buffer] in self._updated_storages:
                 message = f"result {self._names.buffer(buffer)} is changed by an update"
                 self._report(ViolationKind.READ_AFTER_UPDATE, None, message)
+            if self._created[buffer] < self._reduced_storages.get(self._root[buffer], -1):
+                message = f"result {self._names.buffer(buffer)} is changed by a reduction in place"
+                self._report(ViolationKind.IN_PLACE, None, message)
 
     def _finish_copies(self) -> None:
         """Report offloads of results of the step, host buffers without a reader, results in host memory."""

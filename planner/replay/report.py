@@ -52,6 +52,7 @@ class ViolationKind(StrEnum):
     WAIT = "wait"
     NEVER_WAITED = "never_waited"
     BUCKET = "bucket"
+    IN_PLACE = "in_place"
     OVER_LIMIT = "over_limit"
     OVER_HOST_LIMIT = "over_host_limit"
     UNPRICED = "unpriced"

@@ -130,6 +130,9 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                     problem = "only a single collective runs beside the computation"
                 if problem:
                     yield Violation(ViolationKind.RESHARD_PATH, at, f"{names.instruction(instruction)}: {problem}")
+                elif instruction.in_place and not _reduces_in_place(schedule, at):
+                    message = f"{names.instruction(instruction)} is no overlapped all-reduce of its own, but in place"
+                    yield Violation(ViolationKind.IN_PLACE, at, message)
                 elif instruction.joined and not _joins(graph, schedule, at):
                     message = f"{names.instruction(instruction)} joins no collective of its kind, axis and dtype"
                     yield Violation(ViolationKind.BUCKET, at, message)
@@ -139,6 +142,20 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                     yield Violation(ViolationKind.WRONG_VALUE, at, f"{message}, another value")
                 elif buffers[source].placement != buffers[target].placement:
                     yield Violation(ViolationKind.TRANSFER_PLACEMENT, at, f"{message}: a copy keeps the placement")
+
+
+def _reduces_in_place(schedule: Schedule, at: int) -> bool:
+    """Whether a resharding that is sound by itself may be one in place."""
+    entry, *behind = schedule.instructions[at : at + 2]
+    assert isinstance(entry, Reshard)
+    in_bucket = entry.joined or any(isinstance(after, Reshard) and after.joined for after in behind)
+    return entry.overlapped and not in_bucket and is_all_reduce(entry.path)
+
+
+def is_all_reduce(path: Sequence[Placement]) -> bool:
+    """Whether a path is a single all-reduce."""
+    changed = [(was, becomes) for was, becomes in zip(path[0], path[-1], strict=True) if was != becomes]
+    return len(path) == 2 and len(changed) == 1 and is_partial(changed[0][0]) and changed[0][1] == "R"
 
 
 def _joins(graph: OperatorGraph, schedule: Schedule, at: int) -> bool:

@@ -1,7 +1,8 @@
 """The schedule: one explicit list of instructions that the replay checks and the executor lowers.
 
 A *buffer* is one version of one value under one placement on every rank. Instructions create buffers,
-read them and free them; each buffer is created once. Views alias the storage of the buffer they read.
+read them and free them; each buffer is created once. Views alias the storage of the buffer they read, and so do
+reductions in place.
 
 A buffer lies on the device, or in pinned host memory where an :class:`Offload` created it (*host buffer*).
 Instructions run one after another on the device's compute stream. Copies to and from the host run beside
@@ -71,6 +72,9 @@ class Reshard:
     (:func:`sends_copy`); where there is none, ``source`` is freed and changed only behind the wait.
 
     If ``joined``, it is part of the collective of the instruction before it. All parts of a bucket send copies.
+
+    If ``in_place``, it is an overlapped all-reduce of its own that changes ``source``, whose storage becomes that of
+    ``target``: nothing reads any other buffer of this storage from here on.
     """
 
     source: int
@@ -78,6 +82,7 @@ class Reshard:
     path: tuple[Placement, ...]
     overlapped: bool = False
     joined: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph, Phase
-from planner.schedule.instructions import Compute, Free, Schedule, creates, reads
+from planner.schedule.instructions import Compute, Free, Reshard, Schedule, creates, reads
 
 
 class StorageUses:
@@ -44,6 +44,8 @@ class StorageUses:
                 continue
             if isinstance(instruction, Compute):
                 self._follow(instruction)
+            if isinstance(instruction, Reshard) and instruction.in_place:
+                self.root[instruction.target] = self.root[instruction.source]
             for buffer in creates(instruction):
                 self.creator[buffer] = at
             for buffer in (*reads(instruction), *creates(instruction)):

@@ -88,14 +88,14 @@ class InstructionCosts:
                 return strategy
         raise KeyError(operator)
 
-    def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
-        """Cost of a path of single collectives."""
-        key = "path", value, path
+    def reshard_quanta(self, value: int, path: tuple[Placement, ...], in_place: bool) -> int:
+        """Cost of a path of single collectives; ``in_place`` if the first may change the source."""
+        key = "path", value, path, in_place
         if key not in self._known:
-            self._known[key] = self._path_quanta(value, path)
+            self._known[key] = self._path_quanta(value, path, in_place)
         return self._known[key]
 
-    def _path_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
+    def _path_quanta(self, value: int, path: tuple[Placement, ...], in_place: bool) -> int:
         spec = self._graph.values[value].spec
         order = spec.memory_order
         shape = tuple(spec.shape[dim] for dim in order)
@@ -103,7 +103,10 @@ class InstructionCosts:
         resharding = self._costs.resharding
         try:
             ticks = sum(
-                round(resharding.step_seconds(shape, spec.item_bytes, before, after, owned=at > 0) * PICOSECONDS)
+                round(
+                    resharding.step_seconds(shape, spec.item_bytes, before, after, owned=in_place or at > 0)
+                    * PICOSECONDS
+                )
                 for at, (before, after) in enumerate(pairwise(lying))
             )
         except ValueError as error:
@@ -153,12 +156,12 @@ class InstructionCosts:
                 signature = costs.operator_signature(self._graph, operator, strategy)
                 modelled = costs.modelled_operator_seconds(self._graph, operator, strategy)
                 return (CostPart(operator.target, signature, modelled),)
-            case Reshard(source, _, path):
+            case Reshard(source, _, path, in_place=in_place):
                 spec = self._graph.values[buffers[source].value].spec
                 shape = tuple(spec.shape[dim] for dim in spec.memory_order)
                 lying = [reordered(placement, spec.memory_order) for placement in path]
                 return tuple(
-                    self._step_part(shape, spec.item_bytes, before, after, owned=at > 0)
+                    self._step_part(shape, spec.item_bytes, before, after, owned=in_place or at > 0)
                     for at, (before, after) in enumerate(pairwise(lying))
                 )
             case Update(parameter):

@@ -188,8 +188,9 @@ def _described(opened: OpenedPlan, at: int) -> tuple[str, str, str]:
             phase = "forward" if described.phase is Phase.FORWARD else "backward"
             what = f"recompute {phase}" if recompute else phase
             return what, described.target, f"{placements(inputs)} → {placements(outputs)}"
-        case Reshard(source, _, path, overlapped, joined):
-            what = "joined reshard" if joined else "start of reshard" if overlapped else "reshard"
+        case Reshard(source, _, path, overlapped, joined, in_place):
+            start = "start of reshard in place" if in_place else "start of reshard"
+            what = "joined reshard" if joined else start if overlapped else "reshard"
             return what, name(source), " → ".join(map(placement_text, path))
         case Wait(buffer):
             return "wait", name(buffer), placements([buffer])

@@ -371,10 +371,11 @@ class _Lowering:
 
     def _start_function(self, instruction: Reshard) -> Callable[..., Any]:
         before, after = instruction.path
-        key = ("start", before, after)
+        key = ("start", before, after, instruction.in_place)
         if key not in self._shared:
-            name = "_".join(("start", *before, "to", *after))
-            self._shared[key] = _named(start_step(before, after, self._groups.beside()), name)
+            name = "_".join(("start", *before, "to", *after, *["in_place"] * instruction.in_place))
+            start = start_step(before, after, self._groups.beside(), owned=instruction.in_place)
+            self._shared[key] = _named(start, name)
         return self._shared[key]
 
     def _start_bucket(self, parts: Sequence[Reshard]) -> None:

@@ -219,7 +219,7 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups, *, own
     groups
         Process groups of the mesh.
     owned
-        Whether the tensor is the path's own, made by a step before this one, and may be changed.
+        Whether the tensor may be changed, since nothing else reads it.
 
     Returns
     -------

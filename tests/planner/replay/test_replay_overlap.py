@@ -37,7 +37,7 @@ class Prices:
     def compute_quanta(self, operator, outputs, inputs):
         return 100
 
-    def reshard_quanta(self, value, path):
+    def reshard_quanta(self, value, path, in_place):
         return self.collective
 
     def bucket_quanta(self, parts):

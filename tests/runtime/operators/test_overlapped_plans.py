@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.processes.rank_steps import local_inputs, one_process
-from support.steps.planned_steps import random_plan, traced_step
+from support.steps.planned_steps import random_plan, replicated_decision, strategy_space, traced_step
+from support.steps.random_schedules import with_all_reduces
 from support.tiers import slow
 
 from planner.graph.optimizers import optimizer_named
@@ -20,6 +21,7 @@ from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import schedule_of
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import buckets
+from planner.scheduling.builder import build_schedule
 from planner.session import session_of
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.meters.storage_meter import StorageMeter
@@ -67,7 +69,13 @@ def compare(name, serial, beside, delays):
 def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True, span=0.0, must_bucket=True):
     plan = random_plan(name, mesh, seed)
     session = session_of(plan)
-    serial = schedule_of(plan, session.graph)
+    check_schedule(
+        ranks, name, session, schedule_of(plan, session.graph), eagerness, limited, delays, span, must_bucket
+    )
+
+
+def check_schedule(ranks, name, session, serial, eagerness=1.5, limited=False, delays=True, span=0.0, must_bucket=True):
+    mesh = serial.mesh
     report = session.replay(serial)
     limit = report.peak_bytes if limited else None
     room = Room(report.profile.total_during, limit)
@@ -86,6 +94,7 @@ def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True, sp
         assert same_names
         assert apart <= rounding
         assert 0.6 * without_state.peak_bytes <= peak <= without_state.peak_bytes
+    return beside
 
 
 @pytest.mark.fast_cases("gpt2-0", "vit-1")
@@ -105,6 +114,16 @@ def test_buckets_on_two_ranks(name, span, two_ranks):
 @pytest.mark.parametrize(("name", "mesh"), [slow("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])
 def test_buckets_on_four_ranks(name, mesh, four_ranks):
     check(four_ranks, name, mesh, 0, span=0.6)
+
+
+@pytest.mark.fast_cases("gpt2")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "conv_net"])
+def test_reductions_in_place_on_two_ranks(name, two_ranks):
+    """Of gradients of replicated parameters."""
+    session, space = session_of(random_plan(name, (2,), 1)), strategy_space(name, (2,))
+    serial = with_all_reduces(build_schedule(space, replicated_decision(space, 1)))
+    beside = check_schedule(two_ranks, name, session, serial)
+    assert sum(getattr(entry, "in_place", False) for entry in beside.instructions) >= 5
 
 
 @pytest.mark.parametrize(("name", "mesh"), [slow("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])

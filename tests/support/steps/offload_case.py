@@ -28,7 +28,7 @@ class CopyPrices:
     def compute_quanta(self, operator, outputs, inputs):
         return 10
 
-    def reshard_quanta(self, value, path):
+    def reshard_quanta(self, value, path, in_place):
         return 10
 
     def update_quanta(self, parameter, placement):

@@ -14,6 +14,7 @@ from support.steps.traced_once import traced_once
 
 from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Status
+from formulations.step.training_step import NodeKind, StepDecision
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel
@@ -145,3 +146,14 @@ def with_source(plan: Plan, source: str | None = None, graph_fingerprint: str | 
         fingerprints = decision.fingerprints.model_copy(update={"graph": graph_fingerprint})
         decision = decision.model_copy(update={"fingerprints": fingerprints})
     return plan.model_copy(update={"decision": decision, "digest": decision_digest(decision)})
+
+
+def replicated_decision(space: StrategySpace, seed: int) -> StepDecision:
+    """A random decision that shards no parameter, so that gradients are all-reduced."""
+
+    def rank(node: int, layout: int) -> int:
+        outputs = space.strategies[node][layout].outputs
+        is_parameter = space.model.nodes[node].kind is NodeKind.PARAMETER
+        return int(is_parameter and any(placement != ("R",) * len(space.mesh) for placement in outputs))
+
+    return random_decision(space, seed, rank=rank)

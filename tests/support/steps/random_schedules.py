@@ -16,6 +16,7 @@ from planner.machine.costs import CostModel
 from planner.overlap.transfers import single_steps, transfers
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
+from planner.replay.structure import is_all_reduce
 from planner.schedule.frees import with_frees
 from planner.schedule.instructions import Buffer, Free, Instruction, Reshard, Schedule, Wait, sends_copy
 from planner.scheduling.builder import kept_buffers
@@ -59,7 +60,7 @@ def random_timetable(graph: OperatorGraph, schedule: Schedule, rng: Random) -> S
     for transfer in moved:
         reshard = entries[transfer.reshard]
         assert isinstance(reshard, Reshard)
-        steps = single_steps(schedule, reshard, len(buffers))
+        steps = single_steps(reshard, len(buffers), transfer.owns_source and rng.random() < 0.5)
         buffers += [Buffer(schedule.buffers[reshard.source].value, step.path[-1]) for step in steps[:-1]]
         events = [entries[at] for at in transfer.before]
         for step in steps:
@@ -77,6 +78,17 @@ def random_timetable(graph: OperatorGraph, schedule: Schedule, rng: Random) -> S
     written = replace(schedule, buffers=tuple(buffers))
     instructions = with_frees([entry for _, entry in placed], kept_alive, _copies(graph, written))
     return replace(written, instructions=instructions)
+
+
+def with_all_reduces(schedule: Schedule) -> Schedule:
+    """The schedule with an all-reduce in place of each reduce-scatter with the gather behind it."""
+
+    def direct(entry: Instruction) -> Instruction:
+        if not isinstance(entry, Reshard) or not is_all_reduce((entry.path[0], entry.path[-1])):
+            return entry
+        return replace(entry, path=(entry.path[0], entry.path[-1]))
+
+    return replace(schedule, instructions=tuple(map(direct, schedule.instructions)))
 
 
 def _copies(graph: OperatorGraph, schedule: Schedule) -> Callable[[Reshard], bool]:

@@ -22,7 +22,7 @@ class Prices:
     def compute_quanta(self, operator, outputs, inputs):
         return 1000 + operator
 
-    def reshard_quanta(self, value, path):
+    def reshard_quanta(self, value, path, in_place):
         return 10 * len(path)
 
     def update_quanta(self, parameter, placement):
